@@ -10,35 +10,35 @@ from msrnn.backends.triton.tiles import add_attention, count
 
 
 @triton.jit
-def _find_assumed(m_n, p_evicted, o_n, N, t, FIRST: tl.constexpr):
+def _find_assumed(m_n, p_assumed, o_n, N, t):
     """The candidates that a token is assumed to see, of those m_n that came before it."""
-    if not FIRST:
-        m_n = m_n & (tl.load(p_evicted + o_n, mask=o_n < N, other=-1) >= t)
+    if p_assumed is not None:
+        m_n = m_n & (tl.load(p_assumed + o_n, mask=o_n < N, other=-1) >= t)
     return m_n
 
 
 @triton.jit
 def _attend_row(
-    i, i_b, i_g, weights, sinks, position, query_position, evicted_at, fewer, means, size, C, N,
+    i, i_b, i_g, weights, sinks, position, query_position, assumed_at, fewer, means, size, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    LIFTS: tl.constexpr, SKIPS: tl.constexpr, FIRST: tl.constexpr,
+    LIFTS: tl.constexpr, SKIPS: tl.constexpr,
 ):  # fmt: skip
     WIDTH: tl.constexpr = BN + BR
     i_group = i_b * G + i_g
     o_l, o_r, o_c = tl.arange(0, BN), BN + tl.arange(0, BR), tl.arange(0, triton.next_power_of_2(BC))
-    p_position, p_evicted = position + i_group * N, evicted_at + i_group * N
-    t = tl.load(query_position + i_b * C + i)
+    p_position, p_assumed = position + i_group * N, None if assumed_at is None else assumed_at + i_group * N
+    t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
     b_l, b_r = tl.load(p_position + o_l, mask=o_l < N, other=-1), tl.load(p_position + o_r, mask=o_r < N, other=-1)
     evicts = t >= 0
     if SKIPS:
         size, _ = lower_limits(size, 0, fewer, i_b)
-        b_t = tl.load(query_position + i_b * C + o_c, mask=o_c <= i, other=-1)
+        b_t = tl.load(query_position + i_b * C + o_c, mask=(o_c <= i) & (o_c < C), other=-1)
         held = count((b_l >= 0) & (o_l < N - C)) + count((b_r >= 0) & (o_r < N - C)) + count(b_t >= 0)
         evicts = evicts & (held > size)
     if evicts:
         m_l, m_r = (b_l >= 0) & (b_l <= t), (b_r >= 0) & (b_r <= t)
-        m_sum_l = _find_assumed(m_l, p_evicted, o_l, N, t, FIRST)
-        m_sum_r = _find_assumed(m_r, p_evicted, o_r, N, t, FIRST)
+        m_sum_l = _find_assumed(m_l, p_assumed, o_l, N, t)
+        m_sum_r = _find_assumed(m_r, p_assumed, o_r, N, t)
         b_mean_l, b_mean_r = tl.zeros([BN], tl.float32), tl.zeros([BR], tl.float32)
         for start in tl.range(0, M, BM):
             b_mean_l, b_mean_r = add_attention(
@@ -50,22 +50,22 @@ def _attend_row(
         tl.store(p_row + o_r, b_mean_r)
 
 
-@triton.jit(do_not_specialize=["C", "N", "size"])
+@triton.jit(do_not_specialize=["begin", "C", "N", "size"])
 def assume_kernel(
-    weights, sinks, position, query_position, evicted_at, settled, fewer, means, size, C, N,
+    weights, sinks, position, query_position, assumed_at, settled, fewer, means, size, begin, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     LIFTS: tl.constexpr, SKIPS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
     """One token of a group: the mean of its heads' attention to all candidates before it, [width].
 
-    It is relative to the weights of those that it sees if `evicted_at` is true; at the FIRST, of all.
+    It is relative to the weights of those that it sees if the eviction times `assumed_at` are true; None: of all.
     """
-    i, i_g, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    i, i_g, i_b = begin + tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pending = True
     if not FIRST:
         pending = tl.load(settled + i_b * G + i_g) == 0
     if pending:
         _attend_row(
-            i, i_b, i_g, weights, sinks, position, query_position, evicted_at, fewer, means, size, C, N,
-            G, M, BC, BM, BN, BR, LIFTS, SKIPS, FIRST,
+            i, i_b, i_g, weights, sinks, position, query_position, assumed_at, fewer, means, size, C, N,
+            G, M, BC, BM, BN, BR, LIFTS, SKIPS,
         )  # fmt: skip

@@ -4,11 +4,11 @@ It takes exponentials instead of scores: these are computed before, by the whole
 are full are skipped, unless importance is summed over tokens: they evict nothing. Presence, importance and eviction
 time of all candidates stay in registers from token to token, and the next token's weights are loaded ahead.
 
-**Rounds.** An eviction changes the attention of later tokens, if only a little. So the mean attention of all tokens is
-first computed at once as if nothing were evicted, and the scan walks through it, which takes a fraction of the time.
-Then it is computed as if the evictions of that walk were true, and so on. Where a walk evicts what was assumed, its
-attention is that of the definition, from the first token to the last, and so are its evictions. Where no round does,
-the weights are walked through as without rounds.
+**Rounds.** An eviction changes the attention of later tokens, if only a little. So the mean attention of a piece of the
+chunk is first computed at once as if the piece evicted nothing, and the scan walks through it, which takes a fraction
+of the time. Then it is computed as if the evictions of that walk were true, and so on. Where a walk evicts what was
+assumed, its attention is that of the definition, from the first token to the last, and so are its evictions. Where no
+round does, the weights of the piece are walked through as without rounds.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ from msrnn.bound import Bound
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
 LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
-ROUNDS = 5  # three settle nearly all chunks of 192 tokens; those that are not needed take 2 µs each
+PIECE, ROUNDS = 64, 4  # two or three rounds settle nearly all pieces; those that are not needed take 2 µs each
 MOST_GROUPS, LEAST_HEADS, LEAST_TOKENS = 32, 4, 32  # of chunks that are read in rounds
 WALKED_AHEAD = 4  # stages of a walk through means
-FEW_HEADS = 2  # of a tile of weights after rounds
-A_WARP = 1024  # candidates that its registers hold in a walk; one warp needs no exchange with others
+A_WARP = 256  # candidates of a warp in a walk through means
 SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
 
@@ -56,20 +55,20 @@ def _load_means(p_row, left, right):
 
 
 @triton.jit
-def _differs(tile, p_evicted, N, FIRST: tl.constexpr):
-    """Whether it evicts what was not assumed; at first, that nothing is evicted."""
+def _differs(tile, p_assumed, N):
+    """Whether it evicts what was not assumed; None: that nothing is evicted."""
     b_assumed = tl.full(tile.o_n.shape, FAR, tl.int32)
-    if not FIRST:
-        b_assumed = tl.load(p_evicted + tile.o_n, mask=tile.o_n < N, other=FAR)
+    if p_assumed is not None:
+        b_assumed = tl.load(p_assumed + tile.o_n, mask=tile.o_n < N, other=FAR)
     return count((tile.b_evicted != b_assumed) & (tile.o_n < N)) > 0
 
 
 @triton.jit
 def _scan_group(
     i_b, i_g, weights, means, settled, position, importance, query_position, sinks, row_weight, protected, fewer,
-    evicted_at, decay, size, first, recent, window, spared, C, N,
+    start_at, assumed_at, evicted_at, decay, size, first, recent, window, spared, begin, end, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr, FIRST: tl.constexpr,
+    LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr,
 ):  # fmt: skip
     OBSERVES: tl.constexpr = weights is not None or means is not None
     SKIPS: tl.constexpr = (LIFTS or not OBSERVES) and window is None
@@ -79,18 +78,19 @@ def _scan_group(
     i_group = i_b * G + i_g
     o_group, p_t = i_group * N, query_position + i_b * C
     p_position, p_importance, p_evicted = position + o_group, importance + o_group, evicted_at + o_group
-    left = load_tile(p_position, p_importance, protected, i_b, tl.arange(0, BN), N, OBSERVES)
-    right = load_tile(p_position, p_importance, protected, i_b, BN + tl.arange(0, BR), N, OBSERVES)
+    p_start = None if start_at is None else start_at + o_group
+    left = load_tile(p_position, p_importance, p_start, protected, i_b, tl.arange(0, BN), N, OBSERVES)
+    right = load_tile(p_position, p_importance, p_start, protected, i_b, BN + tl.arange(0, BR), N, OBSERVES)
     b_weight_l, b_weight_r = None, None
     if row_weight is not None:
         b_weight_l = tl.load(row_weight + o_group + left.o_n, mask=left.o_n < N, other=0.0)
         b_weight_r = tl.load(row_weight + o_group + right.o_n, mask=right.o_n < N, other=0.0)
-    # Before the first row, what the slots hold: the last C candidates are new, one for each row.
-    held = count(left.m_present & (left.o_n < N - C)) + count(right.m_present & (right.o_n < N - C))
-    skipped = 0
+    # The last C candidates are new, one for each row.
+    old = N - C + begin
+    held = count(left.m_present & (left.o_n < old)) + count(right.m_present & (right.o_n < old))
     if SKIPS:
-        skipped, held = skip_rows(p_t, held, size, C, BC)
-    for i in tl.range(skipped, BC, num_stages=STAGES):
+        begin, held = skip_rows(p_t, held, size, begin, C, BC)
+    for i in tl.range(begin, end, num_stages=STAGES):
         t = tl.load(p_t + i, mask=i < C, other=-1)
         if window is not None:
             m_l = find_expired(left, t, window, spared, SLIDING)
@@ -126,7 +126,8 @@ def _scan_group(
         left, right = evict(left, b_rank_l == least, t), evict(right, b_rank_r == least, t)
     settles = True
     if means is not None:
-        settles = (_differs(left, p_evicted, N, FIRST) | _differs(right, p_evicted, N, FIRST)) == 0
+        p_assumed = None if assumed_at is None else assumed_at + o_group
+        settles = (_differs(left, p_assumed, N) | _differs(right, p_assumed, N)) == 0
         tl.store(settled + i_group, settles.to(tl.int32))
     tl.store(p_evicted + left.o_n, left.b_evicted, mask=left.o_n < N)
     tl.store(p_evicted + right.o_n, right.b_evicted, mask=right.o_n < N)
@@ -135,17 +136,19 @@ def _scan_group(
         store_importance(right, p_importance, N, LIFTS)
 
 
-@triton.jit(do_not_specialize=["C", "N", "size", "first", "recent", "window", "spared"])
+@triton.jit(do_not_specialize=["begin", "end", "C", "N", "size", "first", "recent", "window", "spared"])
 def scan_kernel(
-    weights, means, settled, position, importance, query_position, sinks, row_weight, protected, fewer, evicted_at,
-    decay, size, first, recent, window, spared, C, N,
+    weights, means, settled, position, importance, query_position, sinks, row_weight, protected, fewer,
+    start_at, assumed_at, evicted_at, decay, size, first, recent, window, spared, begin, end, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Walk through weights, or in a round through `means`, the mean attention that assumes evictions.
+    """Walk through the weights of tokens from `begin` to `end`, or in a round through their `means`: mean attention.
 
-    Without either nothing is observed; sinks, row_weight, protected, fewer and window may be None, too. `settled`
-    [B, G] says whether a round has assumed what it then evicts; it is None without rounds, and unknown at the FIRST.
+    The means assume the eviction times `assumed_at`; `start_at` has those of tokens before `begin`. Either is None
+    where nothing is evicted. `settled` [B, G] says whether a round has assumed what it then evicts; it is None without
+    rounds, and unknown at the FIRST. Without weights and means nothing is observed; sinks, row_weight, protected, fewer
+    and window may be None, too.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pending = True
@@ -154,8 +157,8 @@ def scan_kernel(
     if pending:
         _scan_group(
             i_b, i_g, weights, means, settled, position, importance, query_position, sinks, row_weight, protected,
-            fewer, evicted_at, decay, size, first, recent, window, spared, C, N,
-            G, M, BC, BM, BN, BR, LIFTS, STAGES, SLIDING, FIRST,
+            fewer, start_at, assumed_at, evicted_at, decay, size, first, recent, window, spared, begin, end, C, N,
+            G, M, BC, BM, BN, BR, LIFTS, STAGES, SLIDING,
         )  # fmt: skip
 
 
@@ -210,30 +213,34 @@ def scan_triton(
     query_position, evicted_at = query_position.contiguous(), torch.empty_like(position)
     shape = {"G": G, "M": M, "BC": rows, "BN": left, "BR": right, "LIFTS": policy.decay == 0}
     heads = max(1, min(triton.next_power_of_2(M), triton.next_power_of_2(TILE // (left + right) + 1) // 2))
-    rest = position, importance, query_position, sinks, row_weight, protected, fewer, evicted_at, policy.decay or 0.0
-    limits = bound.size, policy.first, bound.recent, bound.window, bound.spared
+    row_bytes = 4 * triton.cdiv(M, heads) * heads * (left + right)
+    ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
+    about = position, importance, query_position, sinks, row_weight, protected, fewer
+    limits = policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared
     walk = partial(scan_kernel[(B, G)], SLIDING=bound.sliding, **shape)
-    settled: Tensor | None = None
-    if policy.decay is None:
-        weights = None
-    else:
-        assert weights is not None
-        if pays(B * G, M, C):
-            settled, means = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :])
-            skips = policy.decay == 0 and bound.window is None
-            for first in [True] + [False] * (ROUNDS - 1):
-                assume_kernel[(rows, G, B)](
-                    weights, sinks, position, query_position, evicted_at, settled, fewer, means, bound.size, C, N,
-                    **shape, BM=heads, SKIPS=skips, FIRST=first, num_warps=WARPS,
-                )  # fmt: skip
-                walk(
-                    None, means, settled, *rest, *limits, C, N, BM=1, STAGES=WALKED_AHEAD, FIRST=first,
-                    num_warps=triton.next_power_of_2(triton.cdiv(left + right, A_WARP)),
-                )  # fmt: skip
-    if settled is not None:  # hardly ever needed, so it should not wait for a multiprocessor with much free memory
-        heads, ahead = min(heads, FEW_HEADS), 1
-    else:
-        row_bytes = 4 * triton.cdiv(M, heads) * heads * (left + right)
-        ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
-    walk(weights, None, settled, *rest, *limits, C, N, BM=heads, STAGES=ahead, FIRST=False, num_warps=WARPS)
+    weigh: dict[str, Any] = {"BM": heads, "STAGES": ahead, "FIRST": False, "num_warps": WARPS}
+    if policy.decay is None or not pays(B * G, M, C):
+        weights = None if policy.decay is None else weights
+        walk(weights, None, None, *about, None, None, evicted_at, *limits, 0, rows, C, N, **weigh)
+        return evicted_at
+    assert weights is not None
+    settled, means, other = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :]), None
+    skips, warps = policy.decay == 0 and bound.window is None, max(WARPS, triton.cdiv(left + right, A_WARP))
+    begins, start = range(0, rows, PIECE), None
+    for begin in begins:
+        end, last = min(begin + PIECE, rows), (len(begins) - begin // PIECE) % 2
+        found = evicted_at if last else other if other is not None else torch.empty_like(position)
+        other = other if last else found
+        for first in [True] + [False] * (ROUNDS - 1):
+            assumed = start if first else found
+            assume_kernel[(end - begin, G, B)](
+                weights, sinks, position, query_position, assumed, settled, fewer, means, bound.size, begin, C, N,
+                **shape, BM=heads, SKIPS=skips, FIRST=first, num_warps=WARPS,
+            )  # fmt: skip
+            walk(
+                None, means, settled, *about, start, assumed, found, *limits, begin, end, C, N,
+                BM=1, STAGES=WALKED_AHEAD, FIRST=first, num_warps=triton.next_power_of_2(warps),
+            )  # fmt: skip
+        walk(weights, None, settled, *about, start, None, found, *limits, begin, end, C, N, **weigh)
+        start = found
     return evicted_at

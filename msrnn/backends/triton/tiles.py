@@ -30,14 +30,18 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def load_tile(p_position, p_importance, protected, i_b, o_n, N, OBSERVES: tl.constexpr):
-    """Candidates before the first token."""
+def load_tile(p_position, p_importance, p_start, protected, i_b, o_n, N, OBSERVES: tl.constexpr):
+    """Candidates before a token; `p_start` is None, or has the eviction times of tokens before it."""
     b_position = tl.load(p_position + o_n, mask=o_n < N, other=-1)
     b_importance = tl.zeros(o_n.shape, tl.float32)  # where nothing is observed, all tie, and the oldest is evicted
     if OBSERVES:
         b_importance = tl.load(p_importance + o_n, mask=o_n < N, other=0.0)
     b_free = hide_protected(b_position, protected, i_b)
-    return Tile(o_n, b_position, b_free, b_importance, tl.full(o_n.shape, FAR, tl.int32), b_position >= 0)
+    b_evicted = tl.full(o_n.shape, FAR, tl.int32)
+    if p_start is not None:
+        b_evicted = tl.load(p_start + o_n, mask=o_n < N, other=FAR)
+    m_present = (b_position >= 0) & (b_evicted == FAR)
+    return Tile(o_n, b_position, b_free, b_importance, b_evicted, m_present)
 
 
 @triton.jit
@@ -54,13 +58,13 @@ def count(m_n):
 
 
 @triton.jit
-def skip_rows(p_t, held, size, C, BC: tl.constexpr):
-    """The number of tokens that come before the slots are full, and the number of rows held after them."""
+def skip_rows(p_t, held, size, begin, C, BC: tl.constexpr):
+    """The first token from `begin` on after which the slots are full, and the number of rows held before it."""
     o_i = tl.arange(0, triton.next_power_of_2(BC))
-    b_t = tl.load(p_t + o_i, mask=o_i < C, other=-1)
+    b_t = tl.load(p_t + o_i, mask=(o_i >= begin) & (o_i < C), other=-1)
     b_held = held + tl.cumsum((b_t >= 0).to(tl.int32), axis=0)
     m_fits = (b_held <= size) & (o_i < BC)
-    return count(m_fits), tl.max(tl.where(m_fits, b_held, held))
+    return tl.maximum(begin, count(m_fits)), tl.max(tl.where(m_fits, b_held, held))
 
 
 @triton.jit

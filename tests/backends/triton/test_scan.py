@@ -23,13 +23,14 @@ def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 9])
+@pytest.mark.parametrize(("rounds", "piece"), [(1, 64), (2, 3), (1, 5), (9, 4), (3, 1)])
 @FEW
 @given(case=chunks(rows=8))
-def test_rounds(rounds: int, case: dict[str, Any], device: str) -> None:
-    """All, some, or no chunks are settled when the last round is over."""
+def test_rounds(rounds: int, piece: int, case: dict[str, Any], device: str) -> None:
+    """All, some, or no pieces of a chunk are settled when the last round is over."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "pays", lambda *_: True)
+        patch.setattr(scan, "PIECE", piece)
         patch.setattr(scan, "ROUNDS", rounds)
         check(scan_by_weights, case, device)
 
