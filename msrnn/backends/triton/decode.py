@@ -38,7 +38,8 @@ class Tile(NamedTuple):
 
 
 PLAIN = Tile(32)
-PAIRED = Tile(32)  # of 8-bit codes, where query heads share them
+# Of 8-bit codes, where query heads share them; those of floats are loaded one block ahead only.
+PAIRED = {torch.int8: Tile(32), torch.float8_e4m3fn: Tile(64, stages=2)}
 ROTATED = Tile(8, heads=2)  # where a query head has keys of its own
 ROTATED_GROUPED = Tile(16)  # where several share them
 PROGRAMS = 4096  # fill the GPU, at one warp each
@@ -105,7 +106,9 @@ def _attend(
     (B, K, R, D), DV, (_, G, S) = query.shape, value.shape[-1], slots.position.shape
     bound, code, repositioning = slots.bound, slots.state_dtype, scoring.repositioning
     paired = repositioning is None and pairs_codes(query, DV, code)
-    tile = PAIRED if paired else PLAIN if repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
+    tile = PLAIN if repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
+    if code is not None and paired:
+        tile = PAIRED[code]
     heads = math.gcd(K // G, tile.heads) if code is None else 1
     block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), code if code and paired else query.dtype)
     splits = max(1, min(triton.cdiv(S, block), PROGRAMS * heads // (B * K)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from triton import knobs
@@ -16,7 +17,7 @@ from triton import knobs
 from msrnn.backends.triton.common import weigh
 
 COLUMNS = 8  # the fewest of a product on tensor cores
-INTERPRETED = tl.constexpr(knobs.runtime.interpret)
+PORTABLE = tl.constexpr(bool(knobs.runtime.interpret or torch.version.hip))  # without assembly of NVIDIA's GPUs
 # float16 ends below 2^16 and is exact from 2^-14 on, so factors are made relative to the largest.
 HIGH, PER_HIGH, LEAST = tl.constexpr(2.0**15), tl.constexpr(2.0**-15), tl.constexpr(2.0**-100)
 PER_CODE = tl.constexpr(2.0**-7)
@@ -106,7 +107,7 @@ def _load(rows, o_s, o_p, m_s):
 @triton.jit
 def _numbers(b_pairs, WHOLE: tl.constexpr):
     """The codes of even and of odd dimensions, float16."""
-    if not INTERPRETED:
+    if not PORTABLE:
         b_even, b_odd = tl.inline_asm_elementwise(
             SPREAD_WHOLE if WHOLE else SPREAD_FLOATS, "=&r,=&r,r", [b_pairs], (tl.float16, tl.float16), True, 2
         )
