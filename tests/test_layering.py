@@ -135,6 +135,7 @@ INSIDE = {
         "executor",
         "prompt_groups",
         "guesses",
+        "draft_model",
         "state_retention",
         "prompt_logprobs",
         "sampling",

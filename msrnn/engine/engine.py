@@ -35,6 +35,7 @@ from msrnn.engine.writer import Writer
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
+    from msrnn.engine.draft_model import DraftModel
     from msrnn.hf.rnn import MultiStateRNN
 
 OFFLINE_PROMPT_TOKENS = 16_384  # prefill tokens of a step, for a list of prompts
@@ -80,6 +81,7 @@ class Engine(Scheduler):
     guesses            the most tokens that are guessed at once while one answer alone is generated: what has followed
                        its last tokens before, in its prompt or in itself. All are read in one pass, and wrong ones are
                        taken back, so the answer is the same. By default none; not with recall, nor in several processes
+    draft              a smaller model with the same tokens, as a MultiStateRNN, which guesses where the text does not
     prefix_bytes       bytes of the prefix cache on the model's device; 0: no prefix is cached there
     prefix_host_bytes  bytes of the prefix cache in host memory, for prefixes that no longer fit on the device
     prefix_archive_bytes  bytes of the archives of cached prefixes, where the RNN recalls; by default as many again as
@@ -107,6 +109,7 @@ class Engine(Scheduler):
         tokenizer: Any = None,
         prompt_tokens: int | None = None,
         guesses: int = 0,
+        draft: MultiStateRNN | None = None,
         prefix_bytes: int | None = None,
         prefix_host_bytes: int = PREFIX_HOST_BYTES,
         prefix_archive_bytes: int | None = None,
@@ -129,6 +132,13 @@ class Engine(Scheduler):
         if guesses and not executor.facts.takes_back:
             advice = "leave it out, or use one process and no recall"
             raise UsageError("this executor cannot take tokens back", name="guesses", value=guesses, advice=advice)
+        drafts: DraftModel | None = None
+        if draft is not None:
+            if not guesses:
+                raise UsageError("guesses nothing", name="draft", advice="give the number of guesses, as guesses=8")
+            from msrnn.engine.draft_model import DraftModel  # which loads torch
+
+            drafts = DraftModel(draft, executor.facts.vocabulary)
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         device_bytes = PREFIX_STATES * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
         files: PrefixCacheFiles | None = None
@@ -139,7 +149,9 @@ class Engine(Scheduler):
         if not isinstance(sessions, Sessions):
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
-        super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens, guesses)
+        super().__init__(
+            executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens, guesses, drafts
+        )
         self.prefixes, self.sessions = prefixes, sessions
         self.grammars = Grammars(tokenizer, executor.facts.vocabulary, executor.stop_tokens(tokenizer))
         self._loop: Loop | None = None
@@ -162,6 +174,10 @@ class Engine(Scheduler):
             if on_part:
                 on_part(f"{part} ({number} of {len(parts)})")
             self.executor.warm_up(part)
+        if self.draft is not None:
+            if on_part:
+                on_part("draft model")
+            self.draft.warm_up(self.guesses)
         self.grammars.warm_up()
 
     @classmethod

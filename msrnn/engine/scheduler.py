@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msrnn.engine.batch import Batch
 from msrnn.engine.executor import Executor, SamplerSpec
-from msrnn.engine.guesses import Guesser
+from msrnn.engine.guesses import FirstGuesser, Guesser, TextGuesser
 from msrnn.engine.prefill import Prefill, PrefillQueue
 from msrnn.engine.requests import Event, Request, SamplingParams, explain
 from msrnn.engine.running_answer import RunningAnswer, seed_of
 from msrnn.engine.session_id import SessionId
 from msrnn.engine.writer import make_done_future
 from msrnn.errors import SessionError, UsageError
+
+if TYPE_CHECKING:
+    from msrnn.engine.draft_model import DraftModel
 
 PROMPT_TOKENS = {"cpu": 512, "cuda": 2048}  # prefill tokens between two decode steps
 INTERRUPTED = "the engine was interrupted; ask again"
@@ -39,13 +42,20 @@ class Scheduler:
 
     lanes    schedulers that share one thread and the sessions; their steps alternate
     guesses  the most tokens that are guessed at once; 0: none
+    draft    the model that guesses where the text does not; None: none does
     """
 
     def __init__(
-        self, executor: Executor, queue: PrefillQueue, tokenizer: Any, prompt_tokens: int | None, guesses: int = 0
+        self,
+        executor: Executor,
+        queue: PrefillQueue,
+        tokenizer: Any,
+        prompt_tokens: int | None,
+        guesses: int = 0,
+        draft: DraftModel | None = None,
     ) -> None:
         device = executor.facts.device
-        self.guesses = guesses
+        self.guesses, self.draft = guesses, draft
         self.executor, self.queue, self.tokenizer = executor, queue, tokenizer
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
         queue.groups.limit(self.prompt_tokens)
@@ -252,8 +262,13 @@ class Scheduler:
         spec = SamplerSpec(request.params, seed, request.prompt, stops, matcher)
         sampler = self.executor.new_sampler(prefill.state, spec)
         # The retention of a token is that of its slot, which has read guesses besides.
-        guesser = Guesser(prefill.tokens, self.guesses) if self.guesses and not request.retention else None
+        guesser = self._make_guesser(prefill.tokens) if self.guesses and not request.retention else None
         return RunningAnswer(request, number, prefill.tokens, seen, self.tokenizer, stops, sampler, guesser)
+
+    def _make_guesser(self, tokens: Sequence[int]) -> Guesser:
+        """What has been in the text costs nothing to guess, so the draft model guesses only where it finds nothing."""
+        text = TextGuesser(tokens, self.guesses)
+        return text if self.draft is None else FirstGuesser(text, self.draft.guesser(tokens, self.guesses))
 
     def list_stops(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import msrnn
-from msrnn.engine.guesses import LONGEST_PAUSE, Guesser
+from msrnn.engine.guesses import LONGEST_PAUSE, TextGuesser
 from msrnn.engine.running_answer import RunningAnswer
 from msrnn.errors import UsageError
 from tests.helpers.fake_executor import STOP, FakeExecutor, answer_to
@@ -20,7 +20,7 @@ from tests.helpers.tiny import build, llama
 
 
 def test_what_has_followed_before_is_guessed() -> None:
-    guesser = Guesser([5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 6, 7], most=8)
+    guesser = TextGuesser([5, 6, 7, 8, 9, 10, 11, 12, 13, 5, 6, 7], most=8)
     assert guesser.guess(8) == [8, 9, 10]
     assert guesser.guess(2) == [8, 9]
     guesser.learn(3, 3)
@@ -30,15 +30,15 @@ def test_what_has_followed_before_is_guessed() -> None:
     assert guesser.guess(8) == [8, 9, 10]
     guesser.add(40)
     assert guesser.guess(8) == [], "never seen"
-    assert Guesser([1, 2], most=4).guess(4) == []
+    assert TextGuesser([1, 2], most=4).guess(4) == []
 
 
 def test_the_newest_place_counts() -> None:
-    assert Guesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], most=4).guess(1) == [5]
+    assert TextGuesser([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3], most=4).guess(1) == [5]
 
 
 def test_wrong_guesses_bring_longer_and_longer_pauses() -> None:
-    guesser, pauses, numbers = Guesser([1, 2, 3] * 4, most=4), list[int](), itertools.cycle([1, 2, 3])
+    guesser, pauses, numbers = TextGuesser([1, 2, 3] * 4, most=4), list[int](), itertools.cycle([1, 2, 3])
     for _ in range(9):
         guesser.learn(2, 0)
         count = 0

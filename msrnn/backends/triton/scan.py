@@ -208,12 +208,12 @@ def scan_triton(
     attention itself is not computed. Without weights nothing is observed.
     """
     (B, G, N), C = position.shape, query_position.shape[1]
-    rows, left, right = room(C, N)
-    M, policy = weights.shape[3] if weights is not None else 1, bound.policy
+    space, policy = room(C, N), bound.policy
+    M = weights.shape[3] if weights is not None else 1
     query_position, evicted_at = query_position.contiguous(), torch.empty_like(position)
-    shape = {"G": G, "M": M, "BC": rows, "BN": left, "BR": right, "LIFTS": policy.decay == 0}
-    heads = max(1, min(triton.next_power_of_2(M), triton.next_power_of_2(TILE // (left + right) + 1) // 2))
-    row_bytes = 4 * triton.cdiv(M, heads) * heads * (left + right)
+    shape = {"G": G, "M": M, "BC": space.rows, "BN": space.left, "BR": space.right, "LIFTS": policy.decay == 0}
+    heads = max(1, min(triton.next_power_of_2(M), triton.next_power_of_2(TILE // space.width + 1) // 2))
+    row_bytes = 4 * triton.cdiv(M, heads) * heads * space.width
     ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
     about = position, importance, query_position, sinks, row_weight, protected, fewer
     limits = policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared
@@ -221,16 +221,15 @@ def scan_triton(
     weigh: dict[str, Any] = {"BM": heads, "STAGES": ahead, "FIRST": False, "num_warps": WARPS}
     if policy.decay is None or not pays(B * G, M, C):
         weights = None if policy.decay is None else weights
-        walk(weights, None, None, *about, None, None, evicted_at, *limits, 0, rows, C, N, **weigh)
+        walk(weights, None, None, *about, None, None, evicted_at, *limits, 0, space.rows, C, N, **weigh)
         return evicted_at
     assert weights is not None
-    settled, means, other = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :]), None
-    skips, warps = policy.decay == 0 and bound.window is None, max(WARPS, triton.cdiv(left + right, A_WARP))
-    begins, start = range(0, rows, PIECE), None
-    for begin in begins:
-        end, last = min(begin + PIECE, rows), (len(begins) - begin // PIECE) % 2
-        found = evicted_at if last else other if other is not None else torch.empty_like(position)
-        other = other if last else found
+    settled, means = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :])
+    skips, warps = policy.decay == 0 and bound.window is None, max(WARPS, triton.cdiv(space.width, A_WARP))
+    begins, start = range(0, space.rows, PIECE), None
+    times = [evicted_at, torch.empty_like(evicted_at)]  # those before a piece, and those that it finds, in turns
+    for left, begin in zip(reversed(range(len(begins))), begins, strict=True):
+        end, found = min(begin + PIECE, space.rows), times[left % 2]
         for first in [True] + [False] * (ROUNDS - 1):
             assumed = start if first else found
             assume_kernel[(end - begin, G, B)](

@@ -56,6 +56,7 @@ def test_rounds_settle_a_chunk(policy: Policy, device: str, monkeypatch: pytest.
             return run
 
     monkeypatch.setattr(scan, "scan_kernel", Spoiled())
+    monkeypatch.setattr(scan, "PIECE", 64)
     monkeypatch.setattr(scan, "ROUNDS", 12)
     check(scan_by_weights, draw_case(32, policy), device)
     assert walked == [False] * 12 + [True]
