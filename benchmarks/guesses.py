@@ -2,6 +2,7 @@
 
     python -m benchmarks.guesses --text book.txt --prompts 4
     python -m benchmarks.guesses --model MODEL --text book.txt --dtype bfloat16 --guesses 3 7 15
+    python -m benchmarks.guesses --model MODEL --text book.txt --draft SMALLER-MODEL --guesses 4
 
 Each prompt has another passage of the text. *edit* asks for it again with one word replaced, *summary* for a summary in
 its own sentences, *story* for a continuation. One answer at a time, greedy; both engines must give the same one.
@@ -59,11 +60,18 @@ def answer(engine: msrnn.Engine, ids: list[int], length: int) -> Answer:
     return Answer(tokens, (time.perf_counter() - begin) / max(1, len(tokens) - 1), passes)
 
 
-def measure(rnn: msrnn.MultiStateRNN, tokenizer: Any, prompts: list[list[int]], args: argparse.Namespace) -> None:
+def measure(
+    rnn: msrnn.MultiStateRNN,
+    draft: msrnn.MultiStateRNN | None,
+    tokenizer: Any,
+    prompts: list[list[int]],
+    args: argparse.Namespace,
+) -> None:
     """Print a line for each number of guesses; figures are medians over the prompts of one task."""
-    plain = msrnn.Engine(rnn, slots=1, tokenizer=tokenizer, prefix_bytes=0, prefix_host_bytes=0)
+    options: dict[str, Any] = {"tokenizer": tokenizer, "prefix_bytes": 0, "prefix_host_bytes": 0}
+    plain = msrnn.Engine(rnn, 1, **options)
     for guesses in args.guesses:
-        engine = msrnn.Engine(rnn, 1, guesses=guesses, tokenizer=tokenizer, prefix_bytes=0, prefix_host_bytes=0)
+        engine = msrnn.Engine(rnn, 1, guesses=guesses, draft=draft, **options)
         ratios, per_pass, same = [], [], 0
         for ids in prompts:
             turns = [(answer(plain, ids, args.answer), answer(engine, ids, args.answer)) for _ in range(args.turns)]
@@ -86,6 +94,7 @@ def main() -> None:
     parser.add_argument("--policy", default="echo")
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--guesses", type=int, nargs="+", default=[8], help="the most tokens that are guessed at once")
+    parser.add_argument("--draft", help="a smaller model, which guesses where the text does not")
     parser.add_argument("--prompts", type=int, default=4, help="passages for each task")
     parser.add_argument("--words", type=int, default=150, help="words of a passage")
     parser.add_argument("--answer", type=int, default=256, help="tokens of an answer, at most")
@@ -94,6 +103,10 @@ def main() -> None:
     args = parser.parse_args()
     loaded = load(args.model, dtype=args.dtype)
     rnn = msrnn.MultiStateRNN(loaded.model, args.policy, args.size, compile=args.compile)
+    draft: msrnn.MultiStateRNN | None = None
+    if args.draft:
+        smaller = load(args.draft, dtype=args.dtype).model
+        draft = msrnn.MultiStateRNN(smaller, args.policy, args.size, compile=args.compile)
     words = args.text.read_text().split(" ")
     middle = len(words) // 4
     passages = [" ".join(words[at : at + args.words]) for at in range(middle, len(words), args.words)][: args.prompts]
@@ -102,7 +115,7 @@ def main() -> None:
         prompts = [encode_first(loaded.tokenizer, first_messages(task(passage))) for passage in passages]
         print(f"\n{name}, prompts of {len(prompts[0])} tokens\n")
         print("| guesses | tokens per pass | times faster | same answers |\n|---|---|---|---|")
-        measure(rnn, loaded.tokenizer, prompts, args)
+        measure(rnn, draft, loaded.tokenizer, prompts, args)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def serve(*, options: ServeOptions) -> None:
         msrnn serve --model my-model --size 1024 --slots 64
         msrnn serve --sessions sessions/ --session-days 30 --prefix-states prefixes/
         msrnn serve --host 0.0.0.0 --port 80 --api-key secret
+        msrnn serve --model my-model --guesses 8 --draft my-smaller-model
         msrnn serve --replicas 4 --ray --sessions sessions/
         torchrun --no-python --nproc-per-node 8 msrnn serve --model a-large-model
     """

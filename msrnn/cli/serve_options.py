@@ -131,6 +131,14 @@ class ServeOptions:
             "are taken back."
         ),
     ] = 0
+    draft: Annotated[
+        str | None,
+        Option(
+            help="Smaller model with the same tokenizer, which guesses where the text does not (with --guesses): a "
+            "folder, a .gguf file or a name on the hub.",
+            show_default="none",
+        ),
+    ] = None
     max_tokens: Annotated[int, Option(help="Most tokens of an answer, where a request gives no limit.")] = 512
     max_total_tokens: Annotated[int, Option(help="Most tokens of a prompt and its answer together.")] = 1_000_000
     generation_config: Annotated[

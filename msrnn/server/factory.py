@@ -18,6 +18,7 @@ from msrnn.server.server import Server
 from msrnn.server.setup import Setup
 
 if TYPE_CHECKING:
+    from msrnn.hf.model_options import ModelOptions
     from msrnn.hf.rnn import MultiStateRNN
 
 
@@ -49,6 +50,7 @@ def make_server(
         tokenizer=tokenizer,
         prompt_tokens=setup.prompt_tokens,
         guesses=setup.guesses,
+        draft=None if setup.draft is None else load_draft(setup.draft, tokenizer, shared),
         prefix_folder=prefixes,
         prefix_disk_bytes=setup.prefix_disk_bytes // count,
         sessions=setup.sessions,
@@ -68,6 +70,18 @@ def make_server(
         calls=find_format(tokenizer, setup.tool_call_parser),
     )
     return Server(engine, served, limits)
+
+
+def load_draft(options: ModelOptions, tokenizer: Any, shared: bool) -> MultiStateRNN:
+    """Load the model that guesses. Refuses one with other tokens, whose guesses would all be wrong."""
+    if shared:
+        advice = "leave it out, or use one process"
+        raise UsageError("processes that share a model guess nothing", name="draft", value=options.model, advice=advice)
+    rnn, own = options.load()
+    if own.get_vocab() != tokenizer.get_vocab():
+        advice = "use a smaller model of the same family"
+        raise UsageError("has other tokens than the model", name="draft", value=options.model, advice=advice)
+    return rnn
 
 
 def make_replica(setup: Setup, limits: Limits, marker: Path | None, count: int, number: int) -> Server:

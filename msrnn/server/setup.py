@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msrnn.checks import check_choice, check_count
 from msrnn.core.notes import note
+from msrnn.errors import UsageError
 from msrnn.hf.model_options import AUTO, PROTECT, ModelOptions
 from msrnn.server import checks
 from msrnn.server.call_formats import PARSERS
@@ -29,6 +30,7 @@ class Setup:
     slots: int | None = None
     prompt_tokens: int | None = None
     guesses: int = 0
+    draft: ModelOptions | None = None  # the model that guesses where the text does not
     api_key: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
@@ -51,6 +53,9 @@ class Setup:
         names = ("slots", "prompt_tokens", "max_tokens", "max_total_tokens", "queue", "max_body_bytes")
         checks.check_counts({name: getattr(self, name) for name in (*names, "prefix_disk_bytes", "session_bytes")})
         check_count("guesses", self.guesses, least=0, of="tokens")
+        if self.draft is not None and not self.guesses:
+            advice = "give the number of guesses, as guesses=8 (--guesses 8)"
+            raise UsageError("guesses nothing", name="draft", value=self.draft.model, advice=advice)
         checks.check_days(self.session_days)
         checks.check_names(self.served_model_name, self.generation_config)
         checks.check_access(self.api_key, self.cors_origin)

@@ -64,6 +64,7 @@ def serve(
     prefix_disk_bytes: int = 2**34,
     prompt_tokens: int | None = None,
     guesses: int = 0,
+    draft: str | os.PathLike[str] | None = None,
     max_tokens: int = 512,
     max_total_tokens: int = 1_000_000,
     generation_config: str = AUTO,
@@ -111,6 +112,8 @@ def serve(
     prefix_states      a folder for cached prefixes that no longer fit in memory, at most `prefix_disk_bytes`
     prompt_tokens      tokens of new prompts that are read between two decode steps (chunked prefill)
     guesses            the most tokens that are guessed at once from the text, while one answer alone is generated
+    draft              a smaller model with the same tokenizer, which guesses where the text does not: a folder, a .gguf
+                       file or a name on the hub; its state is bounded by "tova" at 512 rows
     max_tokens         tokens of an answer for which a request gives no limit
     max_total_tokens   most tokens of a prompt and its answer together
     generation_config  sampling defaults: "auto", those of the model's generation_config.json; "none", temperature 1
@@ -155,6 +158,7 @@ def serve(
         slots=slots,
         prompt_tokens=prompt_tokens,
         guesses=guesses,
+        draft=None if draft is None else ModelOptions(os.fspath(draft), device=device, dtype=dtype, compile=compile),
         api_key=_as_tuple("api_key", api_key),
         allowed_host=_as_tuple("allowed_host", allowed_host),
         cors_origin=_as_tuple("cors_origin", cors_origin),

@@ -77,6 +77,23 @@ def test_a_replica_loads_the_model_itself(rnn: msrnn.MultiStateRNN, tmp_path: Pa
     assert request.finished
 
 
+def test_a_draft_model_has_the_same_tokens(rnn: msrnn.MultiStateRNN, tmp_path: Path) -> None:
+    rnn.model.save_pretrained(tmp_path)
+    tokenizer = character_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    draft = ModelOptions(str(tmp_path), device="cpu")
+    server = make(rnn, guesses=4, draft=draft)
+    (request,) = server.engine.generate([[80, 81]], msrnn.SamplingParams(max_tokens=9), progress=False)
+    assert request.finished
+    assert server.engine.draft is not None
+    tokenizer.add_tokens(["<other>"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="has other tokens than the model; use a smaller model of the same family"):
+        make(rnn, guesses=4, draft=draft)
+    with pytest.raises(UsageError, match="processes that share a model guess nothing"):
+        make_server(Setup("tiny", guesses=4, draft=draft), Limits(), rnn, tokenizer, shared=True)
+
+
 def test_another_chat_template_reaches_the_server(rnn: msrnn.MultiStateRNN) -> None:
     tokenizer = character_tokenizer()
     own = tokenizer.chat_template

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from msrnn.errors import UsageError
+from msrnn.hf.model_options import ModelOptions
 from msrnn.server.setup import Address, Setup
 
 
@@ -17,6 +18,7 @@ from msrnn.server.setup import Address, Setup
         *[({name: 0}, name) for name in ("slots", "prompt_tokens", "max_tokens", "queue", "max_body_bytes")],
         *[({name: 0}, name) for name in ("max_total_tokens", "prefix_disk_bytes", "session_bytes", "session_days")],
         ({"guesses": -1}, "guesses"),
+        ({"draft": ModelOptions("small")}, "draft"),
         ({"served_model_name": ""}, "served_model_name"),
         ({"generation_config": "vllm"}, "generation_config"),
         ({"api_key": ("",)}, "api_key"),
