@@ -13,6 +13,7 @@ from inspect import ismodule
 from types import ModuleType
 from typing import Any
 
+from triton import knobs
 from triton.language import core
 from triton.runtime import interpreter
 
@@ -85,11 +86,12 @@ def _broadcast_to_other_shapes(one: Any, other: Any) -> tuple[Any, Any]:
     return (one, other) if one.shape is other.shape else _broadcast(one, other)
 
 
-core.block_type.__init__, core.tensor.__init__ = _prepare_block_once, _prepare_value_once
-core.block_type.name = cached_property(lambda block: f"<{block.shape}, {block.element_ty}>")
-core.block_type.name.__set_name__(core.block_type, "name")
-interpreter.interpreter_semantic.broadcast_impl_value = _broadcast_to_other_shapes
-interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+if knobs.runtime.interpret:  # a GPU's kernels are compiled with the same classes
+    core.block_type.__init__, core.tensor.__init__ = _prepare_block_once, _prepare_value_once
+    core.block_type.name = cached_property(lambda block: f"<{block.shape}, {block.element_ty}>")
+    core.block_type.name.__set_name__(core.block_type, "name")
+    interpreter.interpreter_semantic.broadcast_impl_value = _broadcast_to_other_shapes
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 interpreter._patch_lang_tensor = _patch_tensor_and_bounds
 interpreter._patch_lang = _patch_language_once
 interpreter._LangPatchScope = _LaunchScope
