@@ -35,7 +35,6 @@ from msrnn.engine.writer import Writer
 from msrnn.errors import UsageError
 
 if TYPE_CHECKING:
-    from msrnn.engine.draft_model import DraftModel
     from msrnn.hf.rnn import MultiStateRNN
 
 OFFLINE_PROMPT_TOKENS = 16_384  # prefill tokens of a step, for a list of prompts
@@ -132,13 +131,8 @@ class Engine(Scheduler):
         if guesses and not executor.facts.takes_back:
             advice = "leave it out, or use one process and no recall"
             raise UsageError("this executor cannot take tokens back", name="guesses", value=guesses, advice=advice)
-        drafts: DraftModel | None = None
-        if draft is not None:
-            if not guesses:
-                raise UsageError("guesses nothing", name="draft", advice="give the number of guesses, as guesses=8")
-            from msrnn.engine.draft_model import DraftModel  # which loads torch
-
-            drafts = DraftModel(draft, executor.facts.vocabulary)
+        if draft is not None and not guesses:
+            raise UsageError("needs guesses, the most tokens guessed at once", name="draft", advice="give guesses=8")
         self.writer = sessions.writer if isinstance(sessions, Sessions) else Writer()
         device_bytes = PREFIX_STATES * executor.facts.slot_nbytes if prefix_bytes is None else prefix_bytes
         files: PrefixCacheFiles | None = None
@@ -149,9 +143,11 @@ class Engine(Scheduler):
         if not isinstance(sessions, Sessions):
             limits: Any = {"most": session_bytes, "days": session_days, "owns": owns_session}
             sessions = Sessions(executor, folder, **limits, writer=self.writer, load=self._load_session)
-        super().__init__(
-            executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens, guesses, drafts
-        )
+        super().__init__(executor, PrefillQueue(executor, prefixes, sessions), tokenizer, prompt_tokens, guesses)
+        if draft is not None:
+            from msrnn.engine.draft_model import DraftModel  # which loads torch
+
+            self.draft = DraftModel(draft, executor.facts.vocabulary, self.prompt_tokens)
         self.prefixes, self.sessions = prefixes, sessions
         self.grammars = Grammars(tokenizer, executor.facts.vocabulary, executor.stop_tokens(tokenizer))
         self._loop: Loop | None = None

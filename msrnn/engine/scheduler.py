@@ -42,20 +42,14 @@ class Scheduler:
 
     lanes    schedulers that share one thread and the sessions; their steps alternate
     guesses  the most tokens that are guessed at once; 0: none
-    draft    the model that guesses where the text does not; None: none does
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        queue: PrefillQueue,
-        tokenizer: Any,
-        prompt_tokens: int | None,
-        guesses: int = 0,
-        draft: DraftModel | None = None,
+        self, executor: Executor, queue: PrefillQueue, tokenizer: Any, prompt_tokens: int | None, guesses: int = 0
     ) -> None:
         device = executor.facts.device
-        self.guesses, self.draft = guesses, draft
+        self.guesses = guesses
+        self.draft: DraftModel | None = None  # guesses where the text does not
         self.executor, self.queue, self.tokenizer = executor, queue, tokenizer
         self.prompt_tokens = prompt_tokens or PROMPT_TOKENS.get(device, PROMPT_TOKENS["cpu"])
         queue.groups.limit(self.prompt_tokens)

@@ -76,9 +76,11 @@ def load_draft(options: ModelOptions, tokenizer: Any, shared: bool) -> MultiStat
     """Load the model that guesses. Refuses one with other tokens, whose guesses would all be wrong."""
     if shared:
         advice = "leave it out, or use one process"
-        raise UsageError("processes that share a model guess nothing", name="draft", value=options.model, advice=advice)
+        reason = "a model that processes share cannot take guesses back"
+        raise UsageError(reason, name="draft", value=options.model, advice=advice)
     rnn, own = options.load()
-    if own.get_vocab() != tokenizer.get_vocab():
+    theirs, mine = ({number: token for token, number in one.get_vocab().items()} for one in (own, tokenizer))
+    if any(theirs[number] != mine[number] for number in theirs.keys() & mine.keys()):
         advice = "use a smaller model of the same family"
         raise UsageError("has other tokens than the model", name="draft", value=options.model, advice=advice)
     return rnn

@@ -54,8 +54,8 @@ class Setup:
         checks.check_counts({name: getattr(self, name) for name in (*names, "prefix_disk_bytes", "session_bytes")})
         check_count("guesses", self.guesses, least=0, of="tokens")
         if self.draft is not None and not self.guesses:
-            advice = "give the number of guesses, as guesses=8 (--guesses 8)"
-            raise UsageError("guesses nothing", name="draft", value=self.draft.model, advice=advice)
+            reason, advice = "needs guesses, the most tokens guessed at once", "give guesses=8 (--guesses 8)"
+            raise UsageError(reason, name="draft", value=self.draft.model, advice=advice)
         checks.check_days(self.session_days)
         checks.check_names(self.served_model_name, self.generation_config)
         checks.check_access(self.api_key, self.cors_origin)

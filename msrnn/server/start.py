@@ -158,7 +158,7 @@ def serve(
         slots=slots,
         prompt_tokens=prompt_tokens,
         guesses=guesses,
-        draft=None if draft is None else ModelOptions(os.fspath(draft), device=device, dtype=dtype, compile=compile),
+        draft=None if draft is None else _read_draft(draft, options),
         api_key=_as_tuple("api_key", api_key),
         allowed_host=_as_tuple("allowed_host", allowed_host),
         cors_origin=_as_tuple("cors_origin", cors_origin),
@@ -214,6 +214,9 @@ def _start(
         return run_server(setup, rnn, tokenizer, Bound(address, listener, limits))
 
 
+_OF_A_DRAFT = ("device", "dtype", "backend", "compile", "trust_remote_code")  # options that it has from the model
+
+
 def _read_model(
     model: str | os.PathLike[str] | MultiStateRNN | None,
     tokenizer: Any,
@@ -244,6 +247,16 @@ def _read_model(
         if value not in (None, AUTO, False) and value != _UNSET.get(name):
             raise UsageError("the MultiStateRNN has its own", name=name, value=value, advice="leave it out")
     return None, model
+
+
+def _read_draft(draft: str | os.PathLike[str], options: ModelOptions | None) -> ModelOptions:
+    """The draft model to load, where the model is."""
+    if not isinstance(draft, str | os.PathLike):
+        reason = f"is a {type(draft).__name__}, and must be a name or a folder"
+        raise UsageError(reason, name="draft", advice="give a MultiStateRNN to Engine(draft=)")
+    name, like = os.fspath(draft), options or ModelOptions()
+    shared: Any = {field: getattr(like, field) for field in _OF_A_DRAFT}
+    return ModelOptions(name, **shared)
 
 
 def _name_of(options: ModelOptions | None, rnn: MultiStateRNN | None) -> str:

@@ -69,7 +69,7 @@ def test_beside_other_answers_nobody_guesses_and_sessions_go_on(device: str) -> 
 def test_texts_that_the_draft_model_cannot_read(device: str) -> None:
     rnn = rnn_of(device)
     expected = answers(rnn, WAYS["greedy"])
-    fewer = DraftModel(rnn_of(device, vocab_size=70), 97)
+    fewer = DraftModel(rnn_of(device, vocab_size=70), 97, 64)
     guesser = fewer.guesser(PROMPT, 4)
     assert guesser.guess(4) == [], "76 is not among its 70 tokens"
     guesser = fewer.guesser([5, 6], 4)
@@ -78,11 +78,37 @@ def test_texts_that_the_draft_model_cannot_read(device: str) -> None:
     short = msrnn.MultiStateRNN(build(FAMILIES["gpt2"](), device), "tova", 12)
     last = short.spec.model.last_position
     assert last is not None
-    guesser = DraftModel(short, 97).guesser([5] * (last - 3), 8)
+    guesser = DraftModel(short, 97, 512).guesser([5] * (last - 3), 8)
     assert len(guesser.guess(3)) == 3
     for token in (6, 7, 8):
         guesser.add(token)
     assert guesser.guess(8) == [], "too few positions are left"
+
+
+def test_a_long_prompt_is_read_in_parts(device: str) -> None:
+    rnn, draft = rnn_of(device), rnn_of(device)
+    widths = Widths(draft)
+    assert answers(rnn, WAYS["greedy"], guesses=4, draft=draft, prompt_tokens=4) == answers(rnn, WAYS["greedy"])
+    assert max(widths.found) <= 5
+    assert len(widths.found) > 2 * TOKENS / 5, "then it guesses"
+
+
+def test_a_failure_ends_guesses_and_no_answer(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rnn, draft, calls = rnn_of(device), rnn_of(device), list[int]()
+    expected, read = answers(rnn, WAYS["greedy"]), draft.read
+
+    def fail(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > 2:
+            raise torch.OutOfMemoryError("no memory is left")
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(draft, "read", fail)
+    assert answers(rnn, WAYS["greedy"], guesses=4, draft=draft) == expected
+    assert len(calls) == 4, "once for each answer"
+    assert capsys.readouterr().err.count("the draft model failed") == 1
 
 
 def test_the_text_is_asked_first() -> None:
@@ -110,7 +136,7 @@ def test_the_text_is_asked_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"guesses": 0}, "draft: guesses nothing; give the number of guesses"),
+        ({"guesses": 0}, "draft: needs guesses, the most tokens guessed at once; give guesses=8"),
         ({"draft": "a model"}, "draft: is of type str, and must be a MultiStateRNN"),
         ({"draft": {"recall": 4}}, "draft: recalls rows"),
         (
@@ -136,4 +162,4 @@ def test_a_warm_up_reads_and_steps() -> None:
     widths = Widths(draft)
     msrnn.Engine(FakeExecutor(), guesses=3, draft=draft).warm_up(told.append)
     assert told[-1] == "draft model"
-    assert {1, 3} <= {*widths.found}
+    assert {*widths.found} == {1}

@@ -1,4 +1,4 @@
-"""Compile kernels for a GPU that need not be present; prints a line per kernel with its shared memory.
+"""Compile kernels for a GPU that need not be present; prints a line per kernel with its shared memory and its warps.
 
 A process of its own, since `TRITON_INTERPRET` is looked at where kernels are defined.
 """
@@ -70,7 +70,15 @@ def main(capability: int, shared_memory: int, dtype: torch.dtype, dim: int, head
 
     def compiled(kernel: Any, *args: Any, warmup: bool, **kwargs: Any) -> None:
         made = run(kernel, *args, warmup=True, **kwargs)
-        print(json.dumps({"kernel": f"{kernel.__module__}.{kernel.__name__}", "shared": made.metadata.shared}))
+        print(
+            json.dumps(
+                {
+                    "kernel": f"{kernel.__module__}.{kernel.__name__}",
+                    "shared": made.metadata.shared,
+                    "warps": made.metadata.num_warps,
+                }
+            )
+        )
 
     JITFunction.run = compiled
     driver.set_active(Absent(capability))

@@ -54,7 +54,7 @@ def _attend_row(
 def assume_kernel(
     weights, sinks, position, query_position, assumed_at, settled, fewer, means, size, begin, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    LIFTS: tl.constexpr, SKIPS: tl.constexpr, FIRST: tl.constexpr,
+    LIFTS: tl.constexpr, SKIPS: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
     """One token of a group: the mean of its heads' attention to all candidates before it, [width].
 
@@ -62,7 +62,7 @@ def assume_kernel(
     """
     i, i_g, i_b = begin + tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pending = True
-    if not FIRST:
+    if not INITIAL:
         pending = tl.load(settled + i_b * G + i_g) == 0
     if pending:
         _attend_row(

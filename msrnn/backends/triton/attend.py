@@ -14,7 +14,7 @@ import triton.language as tl
 from msrnn.backends.triton.common import cap_scores, find_row, hide_earlier, hide_protected, weigh, width
 from msrnn.backends.triton.grouped_codes import (
     attend_pairs,
-    columns,
+    count_columns,
     join_outputs,
     load_scales,
     pair_query,
@@ -180,7 +180,7 @@ def attend_kernel(
     are read once for all heads. Scales, sinks, share, rotations, squares, sequences, protected, softcap and window may
     be None.
     """
-    BR: tl.constexpr = HEADS if R == 1 else columns(R) if PAIRED else width(R)
+    BR: tl.constexpr = HEADS if R == 1 else count_columns(R) if PAIRED else width(R)
     BD: tl.constexpr = 2 * width(D // 2) if PAIRED else width(D)
     BV: tl.constexpr = 2 * width(DV // 2) if PAIRED else width(DV)
     WHOLE: tl.constexpr = keys.dtype.element_ty == tl.int8

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 PLAIN = Tile(32)
 # Of 8-bit codes, where query heads share them; those of floats are loaded one block ahead only.
-PAIRED = {torch.int8: Tile(32), torch.float8_e4m3fn: Tile(64, stages=2)}
+PAIRED_TILES = {torch.int8: Tile(32), torch.float8_e4m3fn: Tile(64, stages=2)}
 ROTATED = Tile(8, heads=2)  # where a query head has keys of its own
 ROTATED_GROUPED = Tile(16)  # where several share them
 PROGRAMS = 4096  # fill the GPU, at one warp each
@@ -108,7 +108,7 @@ def _attend(
     paired = repositioning is None and pairs_codes(query, DV, code)
     tile = PLAIN if repositioning is None else ROTATED if R == 1 else ROTATED_GROUPED
     if code is not None and paired:
-        tile = PAIRED[code]
+        tile = PAIRED_TILES[code]
     heads = math.gcd(K // G, tile.heads) if code is None else 1
     block = tile.slots if R == 1 else at_once(tile.slots, max(D, DV), code if code and paired else query.dtype)
     splits = max(1, min(triton.cdiv(S, block), PROGRAMS * heads // (B * K)))

@@ -67,7 +67,7 @@ class Outputs(NamedTuple):
 
 
 @triton.constexpr_function
-def columns(heads: int) -> int:
+def count_columns(heads: int) -> int:
     """The columns of products with so many query heads."""
     return max(COLUMNS, int(triton.next_power_of_2(heads)))
 
@@ -105,7 +105,7 @@ def _load(rows, o_s, o_p, m_s):
 
 
 @triton.jit
-def _numbers(b_pairs, WHOLE: tl.constexpr):
+def _convert_codes(b_pairs, WHOLE: tl.constexpr):
     """The codes of even and of odd dimensions, float16."""
     if not PORTABLE:
         b_even, b_odd = tl.inline_asm_elementwise(
@@ -125,7 +125,7 @@ def score_pairs(q, keys, scales, o_s, S: tl.constexpr):
     """Scores [BR, BS] of a block of slots, before a soft cap; arbitrary for empty slots."""
     o_p = tl.arange(0, keys.o_w.shape[0] // 2)
     b_pairs = _load(keys, o_s[:, None], o_p[None, :], (o_s < S)[:, None])
-    b_even, b_odd = _numbers(b_pairs, keys.p_rows.dtype.element_ty == tl.int8)
+    b_even, b_odd = _convert_codes(b_pairs, keys.p_rows.dtype.element_ty == tl.int8)
     b_s = tl.trans(tl.dot(b_odd, q.b_odd, tl.dot(b_even, q.b_even)))
     return b_s * (scales.b_key.to(tl.float32) * q.scale)[None, :]
 
@@ -142,7 +142,7 @@ def attend_pairs(seen, b_s, values, scales, o_s, m_held, S: tl.constexpr):
     b_p, b_old = tl.trans((b_p * (b_share * HIGH)[:, None]).to(tl.float16)), (b_old * b_share)[None, :]
     o_p = tl.arange(0, values.o_w.shape[0] // 2)
     m_s = o_s < S if WHOLE else m_held  # in an empty slot there may be a NaN, but none among whole numbers
-    b_even, b_odd = _numbers(_load(values, o_s[None, :], o_p[:, None], m_s[None, :]), WHOLE)
+    b_even, b_odd = _convert_codes(_load(values, o_s[None, :], o_p[:, None], m_s[None, :]), WHOLE)
     b_even, b_odd = tl.dot(b_even, b_p, seen.b_even * b_old), tl.dot(b_odd, b_p, seen.b_odd * b_old)
     return Outputs(b_max, b_sum, b_even, b_odd, b_unit)
 

@@ -4,11 +4,11 @@ It takes exponentials instead of scores: these are computed before, by the whole
 are full are skipped, unless importance is summed over tokens: they evict nothing. Presence, importance and eviction
 time of all candidates stay in registers from token to token, and the next token's weights are loaded ahead.
 
-**Rounds.** An eviction changes the attention of later tokens, if only a little. So the mean attention of a piece of the
-chunk is first computed at once as if the piece evicted nothing, and the scan walks through it, which takes a fraction
+**Rounds.** An eviction changes the attention of later tokens, if only a little. So the mean attention of a slice of the
+chunk is first computed at once as if the slice evicted nothing, and the scan walks through it, which takes a fraction
 of the time. Then it is computed as if the evictions of that walk were true, and so on. Where a walk evicts what was
 assumed, its attention is that of the definition, from the first token to the last, and so are its evictions. Where no
-round does, the weights of the piece are walked through as without rounds.
+round does, the weights of the slice are walked through as without rounds.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ from msrnn.bound import Bound
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
 LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
-PIECE, ROUNDS = 64, 4  # two or three rounds settle nearly all pieces; those that are not needed take 2 µs each
+SLICE, ROUNDS = 64, 4  # two or three rounds settle nearly all slices; those that are not needed take 2 µs each
 MOST_GROUPS, LEAST_HEADS, LEAST_TOKENS = 32, 4, 32  # of chunks that are read in rounds
+MOST_CANDIDATES = (
+    2**12 + 2**8
+)  # of them: more do not fit into the threads of a program and into 99 KiB of shared memory
 WALKED_AHEAD = 4  # stages of a walk through means
-A_WARP = 256  # candidates of a warp in a walk through means
+A_WARP = 256  # candidates of a warp in a walk through means, as a rule
 SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
 
@@ -141,18 +144,18 @@ def scan_kernel(
     weights, means, settled, position, importance, query_position, sinks, row_weight, protected, fewer,
     start_at, assumed_at, evicted_at, decay, size, first, recent, window, spared, begin, end, C, N,
     G: tl.constexpr, M: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
-    LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr, FIRST: tl.constexpr,
+    LIFTS: tl.constexpr, STAGES: tl.constexpr, SLIDING: tl.constexpr, INITIAL: tl.constexpr,
 ):  # fmt: skip
     """Walk through the weights of tokens from `begin` to `end`, or in a round through their `means`: mean attention.
 
     The means assume the eviction times `assumed_at`; `start_at` has those of tokens before `begin`. Either is None
     where nothing is evicted. `settled` [B, G] says whether a round has assumed what it then evicts; it is None without
-    rounds, and unknown at the FIRST. Without weights and means nothing is observed; sinks, row_weight, protected, fewer
-    and window may be None, too.
+    rounds, and unknown at the INITIAL one. Without weights and means nothing is observed; sinks, row_weight, protected,
+    fewer and window may be None, too.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pending = True
-    if settled is not None and not FIRST:
+    if settled is not None and not INITIAL:
         pending = tl.load(settled + i_b * G + i_g) == 0
     if pending:
         _scan_group(
@@ -179,9 +182,10 @@ def room(C: int, N: int) -> Room:
     return Room(triton.cdiv(C, 16) * 16, left, max(LEAST_WIDTH, triton.next_power_of_2(N - left)))
 
 
-def pays(groups: int, heads: int, tokens: int) -> bool:
+def pays(groups: int, heads: int, tokens: int, candidates: int) -> bool:
     """Whether rounds take less time: not where many groups fill the GPU, or where there are few weights to walk by."""
-    return groups <= MOST_GROUPS and heads >= LEAST_HEADS and tokens >= LEAST_TOKENS
+    fits = candidates <= MOST_CANDIDATES
+    return fits and groups <= MOST_GROUPS and heads >= LEAST_HEADS and tokens >= LEAST_TOKENS
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -218,27 +222,27 @@ def scan_triton(
     about = position, importance, query_position, sinks, row_weight, protected, fewer
     limits = policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared
     walk = partial(scan_kernel[(B, G)], SLIDING=bound.sliding, **shape)
-    weigh: dict[str, Any] = {"BM": heads, "STAGES": ahead, "FIRST": False, "num_warps": WARPS}
-    if policy.decay is None or not pays(B * G, M, C):
+    weigh: dict[str, Any] = {"BM": heads, "STAGES": ahead, "INITIAL": False, "num_warps": WARPS}
+    if policy.decay is None or not pays(B * G, M, C, space.width):
         weights = None if policy.decay is None else weights
         walk(weights, None, None, *about, None, None, evicted_at, *limits, 0, space.rows, C, N, **weigh)
         return evicted_at
     assert weights is not None
     settled, means = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :])
     skips, warps = policy.decay == 0 and bound.window is None, max(WARPS, triton.cdiv(space.width, A_WARP))
-    begins, start = range(0, space.rows, PIECE), None
-    times = [evicted_at, torch.empty_like(evicted_at)]  # those before a piece, and those that it finds, in turns
+    begins, start = range(0, space.rows, SLICE), None
+    times = [evicted_at, torch.empty_like(evicted_at)]  # those before a slice, and those that it finds, in turns
     for left, begin in zip(reversed(range(len(begins))), begins, strict=True):
-        end, found = min(begin + PIECE, space.rows), times[left % 2]
-        for first in [True] + [False] * (ROUNDS - 1):
-            assumed = start if first else found
+        end, found = min(begin + SLICE, space.rows), times[left % 2]
+        for initial in [True] + [False] * (ROUNDS - 1):
+            assumed = start if initial else found
             assume_kernel[(end - begin, G, B)](
                 weights, sinks, position, query_position, assumed, settled, fewer, means, bound.size, begin, C, N,
-                **shape, BM=heads, SKIPS=skips, FIRST=first, num_warps=WARPS,
+                **shape, BM=heads, SKIPS=skips, INITIAL=initial, num_warps=WARPS,
             )  # fmt: skip
             walk(
                 None, means, settled, *about, start, assumed, found, *limits, begin, end, C, N,
-                BM=1, STAGES=WALKED_AHEAD, FIRST=first, num_warps=triton.next_power_of_2(warps),
+                BM=1, STAGES=WALKED_AHEAD, INITIAL=initial, num_warps=triton.next_power_of_2(warps),
             )  # fmt: skip
         walk(weights, None, settled, *about, start, None, found, *limits, begin, end, C, N, **weigh)
         start = found

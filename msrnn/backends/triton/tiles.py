@@ -1,4 +1,4 @@
-"""Tiles of candidates in the eviction scan: who is seen, what it is attended to, how it ranks, and who leaves.
+"""Tiles of candidates in the eviction scan: which are seen, the attention that they get, their ranks, and evictions.
 
 The candidates of a group are split into two tiles, since the width of a tile is a power of two, and their number
 usually is not. Index names as in `attend.py`.

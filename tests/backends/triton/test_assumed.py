@@ -37,7 +37,7 @@ def test_against_torch(lifts: bool, knows: bool, with_sinks: bool, device: str) 
     kernel: Any = assumed.assume_kernel
     kernel[(NEW - begin, 1, 1)](
         *there[:4], there[4] if knows else None, None, None, means, SIZE, begin, NEW, candidates,
-        G=1, M=HEADS, BC=space.rows, BN=space.left, BR=space.right, BM=4, LIFTS=lifts, SKIPS=False, FIRST=True,
+        G=1, M=HEADS, BC=space.rows, BN=space.left, BR=space.right, BM=4, LIFTS=lifts, SKIPS=False, INITIAL=True,
     )  # fmt: skip
     for i, t in enumerate(query.tolist()):
         row, found = weights[0, 0, i, :, :candidates].double(), means[0, 0, i, :candidates].cpu().double()

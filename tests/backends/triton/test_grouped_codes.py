@@ -11,7 +11,7 @@ from torch import Tensor
 
 from msrnn.backends.torch import TorchBackend
 from msrnn.backends.triton.decode import decode_triton
-from msrnn.backends.triton.grouped_codes import columns
+from msrnn.backends.triton.grouped_codes import count_columns
 from msrnn.bound import Bound
 from msrnn.core.quantization import LARGEST, STATE_DTYPES
 from msrnn.core.scores import Scoring
@@ -112,7 +112,7 @@ def compare(some: Case) -> None:
 
 @pytest.mark.parametrize(("heads", "expected"), [(2, 8), (7, 8), (8, 8), (9, 16), (16, 16)])
 def test_columns_are_powers_of_two(heads: int, expected: int) -> None:
-    assert columns(heads) == expected
+    assert count_columns(heads) == expected
 
 
 SHAPES = [(4, 128, 128), (6, 128, 128), (7, 64, 64), (8, 80, 80), (2, 16, 48), (16, 64, 16), (3, 6, 10)]

@@ -23,14 +23,14 @@ def test_the_triton_kernel(case: dict[str, Any], device: str) -> None:
     check(scan_by_weights, case, device)
 
 
-@pytest.mark.parametrize(("rounds", "piece"), [(1, 64), (2, 3), (1, 5), (9, 4), (3, 1)])
+@pytest.mark.parametrize(("rounds", "length"), [(1, 64), (2, 3), (1, 5), (9, 4), (3, 1)])
 @FEW
 @given(case=chunks(rows=8))
-def test_rounds(rounds: int, piece: int, case: dict[str, Any], device: str) -> None:
-    """All, some, or no pieces of a chunk are settled when the last round is over."""
+def test_rounds(rounds: int, length: int, case: dict[str, Any], device: str) -> None:
+    """All, some, or no slices of a chunk are settled when the last round is over."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "pays", lambda *_: True)
-        patch.setattr(scan, "PIECE", piece)
+        patch.setattr(scan, "SLICE", length)
         patch.setattr(scan, "ROUNDS", rounds)
         check(scan_by_weights, case, device)
 
@@ -56,7 +56,7 @@ def test_rounds_settle_a_chunk(policy: Policy, device: str, monkeypatch: pytest.
             return run
 
     monkeypatch.setattr(scan, "scan_kernel", Spoiled())
-    monkeypatch.setattr(scan, "PIECE", 64)
+    monkeypatch.setattr(scan, "SLICE", 64)
     monkeypatch.setattr(scan, "ROUNDS", 12)
     check(scan_by_weights, draw_case(32, policy), device)
     assert walked == [False] * 12 + [True]
