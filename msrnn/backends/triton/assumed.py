@@ -12,9 +12,7 @@ from msrnn.backends.triton.tiles import add_attention, count
 @triton.jit
 def _find_assumed(m_n, p_assumed, o_n, N, t):
     """The candidates that a token is assumed to see, of those m_n that came before it."""
-    if p_assumed is not None:
-        m_n = m_n & (tl.load(p_assumed + o_n, mask=o_n < N, other=-1) >= t)
-    return m_n
+    return m_n & (tl.load(p_assumed + o_n, mask=o_n < N, other=-1) >= t)
 
 
 @triton.jit
@@ -26,7 +24,7 @@ def _attend_row(
     WIDTH: tl.constexpr = BN + BR
     i_group = i_b * G + i_g
     o_l, o_r, o_c = tl.arange(0, BN), BN + tl.arange(0, BR), tl.arange(0, triton.next_power_of_2(BC))
-    p_position, p_assumed = position + i_group * N, None if assumed_at is None else assumed_at + i_group * N
+    p_position, p_assumed = position + i_group * N, assumed_at + i_group * N
     t = tl.load(query_position + i_b * C + i, mask=i < C, other=-1)
     b_l, b_r = tl.load(p_position + o_l, mask=o_l < N, other=-1), tl.load(p_position + o_r, mask=o_r < N, other=-1)
     evicts = t >= 0
@@ -58,7 +56,8 @@ def assume_kernel(
 ):  # fmt: skip
     """One token of a group: the mean of its heads' attention to all candidates before it, [width].
 
-    It is relative to the weights of those that it sees if the eviction times `assumed_at` are true; None: of all.
+    It is relative to the weights of those that it sees if the eviction times `assumed_at` are true. `settled` is
+    unknown at the INITIAL round.
     """
     i, i_g, i_b = begin + tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pending = True

@@ -38,16 +38,16 @@ from msrnn.backends.triton.tiles import (
     store_importance,
 )
 from msrnn.bound import Bound
+from msrnn.core.slots import HELD
 
 TILE = 2**14  # weights of one tile, heads by candidates
 WARPS = 4
 LEAST_WIDTH = 64  # whole blocks of the kernels that write and read weights
 SLICE, ROUNDS = 64, 4  # two or three rounds settle nearly all slices; those that are not needed take 2 µs each
 MOST_GROUPS, LEAST_HEADS, LEAST_TOKENS = 32, 4, 32  # of chunks that are read in rounds
-MOST_CANDIDATES = (
-    2**12 + 2**8
-)  # of them: more do not fit into the threads of a program and into 99 KiB of shared memory
+MOST_CANDIDATES = 2**12 + 2**8  # more would take more threads or shared memory than a program may have
 WALKED_AHEAD = 4  # stages of a walk through means
+TILES_AHEAD = tl.constexpr(3)  # stages of a walk through weights that do not fit into shared memory for a whole token
 A_WARP = 256  # candidates of a warp in a walk through means, as a rule
 SPARE = 34 * 2**10  # bytes of shared memory that are not used for loading ahead; reductions take up to 2**15 + 4
 
@@ -59,10 +59,8 @@ def _load_means(p_row, left, right):
 
 @triton.jit
 def _differs(tile, p_assumed, N):
-    """Whether it evicts what was not assumed; None: that nothing is evicted."""
-    b_assumed = tl.full(tile.o_n.shape, FAR, tl.int32)
-    if p_assumed is not None:
-        b_assumed = tl.load(p_assumed + tile.o_n, mask=tile.o_n < N, other=FAR)
+    """Whether it evicts what was not assumed."""
+    b_assumed = tl.load(p_assumed + tile.o_n, mask=tile.o_n < N, other=FAR)
     return count((tile.b_evicted != b_assumed) & (tile.o_n < N)) > 0
 
 
@@ -114,7 +112,7 @@ def _scan_group(
                             M, BM, WIDTH, LIFTS,
                         )  # fmt: skip
                 else:  # the weights of a token do not fit into shared memory, but a tile does
-                    for start in tl.range(0, M, BM, num_stages=3):
+                    for start in tl.range(0, M, BM, num_stages=TILES_AHEAD):
                         b_l, b_r = add_attention(
                             b_l, b_r, left.o_n, right.o_n, m_l, m_r, None, None, weights, sinks, i_row, start,
                             M, BM, WIDTH, LIFTS,
@@ -129,7 +127,7 @@ def _scan_group(
         left, right = evict(left, b_rank_l == least, t), evict(right, b_rank_r == least, t)
     settles = True
     if means is not None:
-        p_assumed = None if assumed_at is None else assumed_at + o_group
+        p_assumed = assumed_at + o_group
         settles = (_differs(left, p_assumed, N) | _differs(right, p_assumed, N)) == 0
         tl.store(settled + i_group, settles.to(tl.int32))
     tl.store(p_evicted + left.o_n, left.b_evicted, mask=left.o_n < N)
@@ -148,10 +146,10 @@ def scan_kernel(
 ):  # fmt: skip
     """Walk through the weights of tokens from `begin` to `end`, or in a round through their `means`: mean attention.
 
-    The means assume the eviction times `assumed_at`; `start_at` has those of tokens before `begin`. Either is None
-    where nothing is evicted. `settled` [B, G] says whether a round has assumed what it then evicts; it is None without
-    rounds, and unknown at the INITIAL one. Without weights and means nothing is observed; sinks, row_weight, protected,
-    fewer and window may be None, too.
+    The means assume the eviction times `assumed_at`, which is None otherwise; `start_at` has those of tokens before
+    `begin`, or is None where none has evicted. `settled` [B, G] says whether a round has assumed what it then evicts;
+    it is None without rounds, and unknown at the INITIAL one. Without weights and means nothing is observed; sinks,
+    row_weight, protected, fewer and window may be None, too.
     """
     i_b, i_g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pending = True
@@ -217,8 +215,10 @@ def scan_triton(
     query_position, evicted_at = query_position.contiguous(), torch.empty_like(position)
     shape = {"G": G, "M": M, "BC": space.rows, "BN": space.left, "BR": space.right, "LIFTS": policy.decay == 0}
     heads = max(1, min(triton.next_power_of_2(M), triton.next_power_of_2(TILE // space.width + 1) // 2))
-    row_bytes = 4 * triton.cdiv(M, heads) * heads * space.width
-    ahead = 1 + min(2, (_shared_memory(position.device) - SPARE) // row_bytes)
+    row_bytes, room_ahead = 4 * space.width, _shared_memory(position.device) - SPARE
+    ahead = 1 + min(2, room_ahead // (row_bytes * triton.cdiv(M, heads) * heads))
+    while ahead == 1 and heads > 1 and TILES_AHEAD.value * row_bytes * heads > room_ahead:
+        heads //= 2
     about = position, importance, query_position, sinks, row_weight, protected, fewer
     limits = policy.decay or 0.0, bound.size, policy.first, bound.recent, bound.window, bound.spared
     walk = partial(scan_kernel[(B, G)], SLIDING=bound.sliding, **shape)
@@ -230,7 +230,7 @@ def scan_triton(
     assert weights is not None
     settled, means = torch.empty_like(position[..., 0]), torch.empty_like(weights[..., 0, :])
     skips, warps = policy.decay == 0 and bound.window is None, max(WARPS, triton.cdiv(space.width, A_WARP))
-    begins, start = range(0, space.rows, SLICE), None
+    begins, start = range(0, space.rows, SLICE), torch.full_like(evicted_at, HELD)
     times = [evicted_at, torch.empty_like(evicted_at)]  # those before a slice, and those that it finds, in turns
     for left, begin in zip(reversed(range(len(begins))), begins, strict=True):
         end, found = min(begin + SLICE, space.rows), times[left % 2]

@@ -31,12 +31,13 @@ def test_against_torch(lifts: bool, knows: bool, with_sinks: bool, device: str) 
     weights[..., :candidates] = torch.rand(1, 1, space.rows, HEADS, candidates)
     sinks = torch.rand(1, 1, space.rows, HEADS) if with_sinks else None
     evicted_at = torch.full_like(position, HELD)
-    evicted_at[0, 0, [1, 4]] = torch.tensor([HELD_ROWS + 3, HELD_ROWS + 5], dtype=torch.int32)
+    if knows:
+        evicted_at[0, 0, [1, 4]] = torch.tensor([HELD_ROWS + 3, HELD_ROWS + 5], dtype=torch.int32)
     there = [t if t is None else t.to(device) for t in (weights, sinks, position, query[None], evicted_at)]
     means = torch.full((1, 1, space.rows, space.width), -7.0, device=device)
     kernel: Any = assumed.assume_kernel
     kernel[(NEW - begin, 1, 1)](
-        *there[:4], there[4] if knows else None, None, None, means, SIZE, begin, NEW, candidates,
+        *there, None, None, means, SIZE, begin, NEW, candidates,
         G=1, M=HEADS, BC=space.rows, BN=space.left, BR=space.right, BM=4, LIFTS=lifts, SKIPS=False, INITIAL=True,
     )  # fmt: skip
     for i, t in enumerate(query.tolist()):
@@ -45,7 +46,7 @@ def test_against_torch(lifts: bool, knows: bool, with_sinks: bool, device: str) 
             assert bool((found == -7).all())
             continue
         came = (position[0, 0] >= 0) & (position[0, 0] <= t)
-        sees = came & (evicted_at[0, 0] >= t) if knows else came
+        sees = came & (evicted_at[0, 0] >= t)
         total = (row * sees).sum(-1, keepdim=True) + (0 if sinks is None else sinks[0, 0, i, :, None].double())
         expected = (row * came / total).mean(0) * (UNIT if lifts else 1)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
