@@ -68,7 +68,7 @@ class Outputs(NamedTuple):
 
 @triton.constexpr_function
 def count_columns(heads: int) -> int:
-    """The columns of products with so many query heads."""
+    """The columns of a product, for this many query heads: a power of two."""
     return max(COLUMNS, int(triton.next_power_of_2(heads)))
 
 
