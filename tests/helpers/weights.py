@@ -19,6 +19,7 @@ def scan_by_weights(
     sinks: Tensor | None = None,
     row_weight: Tensor | None = None,
     protected: Tensor | None = None,
+    fewer: Tensor | None = None,
 ) -> Tensor:
     """The arguments of `scan_torch`; scores stay as they are. The kernel runs on a GPU where there is one."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
@@ -33,7 +34,7 @@ def scan_by_weights(
     if sinks is not None:
         sink = pad((sinks - top[..., 0]).exp().transpose(2, 3), spare).contiguous().to(where)
     there = [t.to(where).contiguous() for t in (position, importance, query_position)]
-    row_weight, protected = (None if tensor is None else tensor.to(where) for tensor in (row_weight, protected))
-    evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, row_weight, protected)
+    own = [None if tensor is None else tensor.to(where) for tensor in (row_weight, protected, fewer)]
+    evicted_at = scan_triton(weights, there[0], there[1], there[2], bound, sink, *own)
     importance.copy_(there[1])
     return evicted_at.to(scores.device)

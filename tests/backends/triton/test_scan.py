@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from msrnn.backends.torch import scan_torch
 from msrnn.backends.triton import scan
 from msrnn.bound import Bound
 from msrnn.policy import Policy
-from tests.helpers.scans import check, chunks
+from tests.helpers.scans import arguments, check, chunks
 from tests.helpers.weights import scan_by_weights
 
 FEW = settings(max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -38,6 +39,18 @@ def test_rounds(rounds: int, length: int, case: dict[str, Any], device: str) -> 
 def draw_case(tokens: int, policy: Policy) -> dict[str, Any]:
     case = {"heads": 8, "new": tokens, "held": 20, "padding": 2, "sinks": False, "seed": 5}
     return {**case, "bound": Bound(policy, 20)}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_rounds_of_sequences_with_sizes_of_their_own(
+    decay: float, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "pays", lambda *_: True)
+    monkeypatch.setattr(scan, "SLICE", 5)
+    fewer = torch.tensor([[3, 0], [9, 0]], dtype=torch.int32, device=device)
+    case = {**draw_case(16, Policy(decay)), "held": 10}
+    mine, theirs = [*arguments(case, device), fewer], [*arguments(case, device), None, fewer]
+    assert torch.equal(scan_by_weights(*mine), scan_torch(*theirs))
 
 
 @pytest.mark.parametrize("policy", [Policy(0.0), Policy(0.9, value_norm=True), Policy(1.0, recent=0.5)], ids=str)
